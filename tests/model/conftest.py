@@ -1,0 +1,9 @@
+"""One thread: the ranks of the multi-rank tests share the machine, and results repeat exactly."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
