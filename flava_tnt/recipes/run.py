@@ -1,0 +1,131 @@
+"""The command: ``python -m flava_tnt.recipes.run RECIPE [KEY=VALUE ...]``.
+
+Started plainly, it checks the recipe and launches the local ranks. Started under torchrun or srun, it takes
+its place among the ranks that are there. Exit codes: 0 finished or stopped on request, 1 failed, 2 wrong
+input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from flava_tnt.errors import UserError
+from flava_tnt.recipes.resolve import check_setup, resolve
+from flava_tnt.training.devices import find_devices
+from flava_tnt.training.launch import MADE_FOLDER, launch_ranks
+from flava_tnt.training.process import World, find_world
+from flava_tnt.training.run_folder import create_run_folder, record_failure
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = make_parser().parse_intermixed_args(arguments)
+    try:
+        world = find_world(os.environ)
+        if world is None or options.dry_run:
+            return _launch(arguments, options)
+        return _take_place(options, world)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flava_tnt.recipes.run",
+        description="Pretrain FLAVA from a recipe.",
+        epilog="Under torchrun or srun the command joins the ranks that are there.",
+    )
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="name of a recipe (flava-tnt recipes list) or a path"
+    )
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="e.g. train.max_steps=100")
+    parser.add_argument("--nproc", type=_positive, metavar="N", help="ranks to start on this machine")
+    parser.add_argument("--run-dir", metavar="DIR", help="run folder (default: runs/RECIPE-DATE-TIME)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="resolve, check and print the recipe; start nothing"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def _launch(arguments: Sequence[str], options: argparse.Namespace) -> int:
+    """Check everything that can be checked without torch, make the run folder, start the ranks."""
+    resolved = resolve(options.recipe, options.overrides)
+    devices = find_devices()
+    nproc = options.nproc or resolved.recipe.launch.nproc or devices.count
+    if devices.device_type == "cuda" and nproc > devices.count:
+        raise UserError(f"--nproc {nproc}: this machine has {devices.count} GPUs")
+    setup = check_setup(
+        resolved,
+        world_size=nproc,
+        local_world_size=nproc,
+        device_type=devices.device_type,
+        device_memory_bytes=devices.memory_bytes,
+    )
+    if options.dry_run:
+        print(resolved.to_yaml(), end="")
+        return 0
+    from flava_tnt.data.sources import open_readers
+
+    open_readers(setup)  # a source that is missing or too small is refused before anything starts
+    folder = create_run_folder(resolved, options.run_dir)
+    return launch_ranks(arguments, nproc=nproc, folder=folder)
+
+
+def _take_place(options: argparse.Namespace, world: World) -> int:
+    """Be one of the ranks. The environment says which, and whether our launcher started us."""
+    made_folder = os.environ.get(MADE_FOLDER)
+    try:
+        _train(options, world, made_folder)
+    except (Exception, KeyboardInterrupt) as error:
+        exit_code = 2 if isinstance(error, UserError) else 1
+        if made_folder is not None:
+            record_failure(Path(made_folder), world.rank, error, exit_code)  # the launcher prints the first
+        elif isinstance(error, UserError):
+            raise
+        else:
+            print(f"error: rank {world.rank}: {type(error).__name__}: {error}", file=sys.stderr)
+        return exit_code
+    return 0
+
+
+def _train(options: argparse.Namespace, world: World, made_folder: str | None) -> None:
+    resolved = resolve(options.recipe, options.overrides)
+    devices = find_devices()
+    if devices.device_type == "cuda" and world.local_world_size > devices.count:
+        raise UserError(f"{world.local_world_size} ranks on a machine with {devices.count} GPUs")
+    setup = check_setup(
+        resolved,
+        world_size=world.world_size,
+        local_world_size=world.local_world_size,
+        device_type=devices.device_type,
+        device_memory_bytes=devices.memory_bytes,
+    )
+    # torchtnt says at every import that pkg_resources will go; our pins keep it.
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+    from flava_tnt.training.trainer import run_rank
+
+    run_rank(resolved, setup, world, run_dir=options.run_dir, made_folder=made_folder)
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    if exit_code == 0:
+        sys.exit()
+    # A rank that failed may hold a communicator that waits for ranks that are gone: do not tidy up.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -1,0 +1,1 @@
+"""Plugins from another distribution."""
