@@ -38,6 +38,10 @@ data                  ``DataSource.open``
 callbacks             ``Callback.on_train_start`` and so on
 ====================  =============================================================================
 
+A plugin that needs random numbers takes them from ``generator(seed, "its own word", position...)``; one that
+needs the model's dimensions (a source with ready pixels) asks ``flava_tnt.model.sizes.resolve_dims``; one
+that replaces attention may use ``flava_tnt.model.attention.replace_attention``.
+
 Importing this module loads no torch, so a plugin's module should import torch inside its methods: then a
 wrong option is refused within a moment, and listing stays fast.
 """
@@ -54,7 +58,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from flava_tnt.errors import PluginError, UserError
+from flava_tnt.errors import DataError, PluginError, RecipeError, UserError
+from flava_tnt.position import generator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,6 +124,8 @@ class Run:
     """Samples seen so far over all ranks; an image-text pair counts as one."""
     last_metrics: dict[str, Any] = field(default_factory=dict)
     """The newest logged metrics, the same on every rank."""
+    bad_samples: int = 0
+    """Samples so far that could not be used, over all ranks."""
     stopping: bool = False
     """The ranks have agreed to stop: the running step is the last."""
 
@@ -207,7 +214,8 @@ class Parallelism(Plugin):
         """Change ``model`` in place while it is on the meta device, before any weight has memory.
 
         ``model.layers()``, ``model.towers()``, ``model.heads()`` and ``model.frozen_parameters()`` are its
-        plan for grouping: ask them instead of knowing FLAVA's classes.
+        plan for grouping: ask them instead of knowing FLAVA's classes. Frozen parameters stay plain tensors,
+        and every parameter keeps the model's own name, but for the prefixes of torch's own wrappers.
         """
         return None
 
@@ -248,7 +256,8 @@ class Precision(Plugin):
         """Set backend flags (TF32) once the device is known."""
 
     def compute_dtype(self) -> torch.dtype | None:
-        """The autocast dtype, which sharding uses for its gathers too; None: fp32 throughout."""
+        """The autocast dtype, which sharding uses for its gathers too; None: fp32 throughout. float16 brings
+        a gradient scaler."""
         return None
 
 
@@ -456,6 +465,7 @@ __all__ = [
     "Attention",
     "BadSample",
     "Callback",
+    "DataError",
     "DataSource",
     "Kind",
     "Modality",
@@ -464,11 +474,13 @@ __all__ = [
     "Plugin",
     "PluginError",
     "Precision",
+    "RecipeError",
     "Run",
     "Sample",
     "SampleReader",
     "Setup",
     "StepRecord",
     "UserError",
+    "generator",
     "iterate_plugins",
 ]

@@ -11,8 +11,10 @@ The generator is NumPy's Philox, a counter-based one (Salmon et al., "Parallel r
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def generator(seed: int, *position: int | str) -> np.random.Generator:
@@ -23,12 +25,13 @@ def generator(seed: int, *position: int | str) -> np.random.Generator:
         position: what the numbers are for, from general to particular, e.g. ``("crop", epoch, sample)``.
             The first part is a word that names the use, so that two uses never share a stream.
     """
-    return np.random.Generator(np.random.Philox(key=_key(seed, *position)))
+    import numpy as np  # here, for listing plugins imports this module and should take a moment
+
+    key = np.frombuffer(_digest(seed, *position), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
-def _key(seed: int, *position: int | str) -> np.ndarray:
+def _digest(seed: int, *position: int | str) -> bytes:
     """128 bits from the seed and the position; parts are told apart by type and by a separator."""
     parts = [f"s{part}" if isinstance(part, str) else f"i{int(part)}" for part in (seed, *position)]
-    text = "\x1f".join(parts)
-    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    return np.frombuffer(digest, dtype=np.uint64)
+    return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).digest()

@@ -128,6 +128,11 @@ class Fsdp(Parallelism):
         for unit in [*layers.values(), *model.heads().values(), *model.towers().values()]:
             fully_shard(unit, mp_policy=policy, reshard_after_forward=self.reshard_after_forward, **options)
         fully_shard(model, mp_policy=self._mixed_precision(None), reshard_after_forward=False, **options)
+        if run.device.type == "cpu":
+            # gloo's own average has been a sum in some versions of torch: sum, and divide explicitly.
+            for unit in model.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.set_force_sum_reduction_for_comms(True)
         return Applied(
             verb="FSDP shards",
             count=sum(isinstance(layer, FSDPModule) for layer in model.layers().values()),

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from flava_tnt.plugin import Modality
 
-IGNORED = -1
-"""Label and position of a place that counts for nothing (FLAVA's ignore index)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -43,6 +40,8 @@ class Batch:
     """int64; their true ids, then -1."""
     matched_B: Tensor | None = None
     """bool; pairs only: False where the caption is another sample's (ITM label 0)."""
+    counted_B: Tensor | None = None
+    """bool; pairs only: the pairs whose rows MMM and the contrastive loss count (``losses.mark_counted``)."""
     num_samples_read: int = 0
     """Samples that were read to fill this batch, the unusable ones included."""
     bad_samples: tuple[tuple[str, str], ...] = ()

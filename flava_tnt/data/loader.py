@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import signal
-import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,9 +19,8 @@ from flava_tnt.data.tokenizer import Tokenizer
 from flava_tnt.errors import FlavaTntError
 from flava_tnt.model.sizes import resolve_dims
 from flava_tnt.plugin import Modality, SampleReader, Setup
+from flava_tnt.processes import signal_when_parent_ends
 
-_PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that a process gets when its parent ends."""
 PREFETCHED_STEPS = 2
 """Steps that each worker is ahead."""
 
@@ -154,13 +151,7 @@ def _start_worker(_worker_id: int) -> None:
     # what they mean, and needs its workers to finish the step.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    _end_with_parent()
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when the training process is gone, however it went (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_when_parent_ends(signal.SIGKILL)
 
 
 def _lead(error: Exception, where: str) -> None:

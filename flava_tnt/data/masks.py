@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 IGNORED = -1
-"""Padding of positions and labels; the same as ``batch.IGNORED``, which needs torch."""
+"""Label and position of a place that counts for nothing (FLAVA's ignore index)."""
 
 REFERENCE_PATCHES = 196
 """FLAVA's grid of 14 x 14, for which the next two numbers are given."""

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flava_tnt.plugin import BadSample
 
@@ -52,6 +52,8 @@ def open_image(data: bytes, sample_id: str) -> Image.Image:
             image = Image.open(io.BytesIO(data))
     except Image.DecompressionBombError as error:
         raise BadSample(sample_id, str(error)) from error
+    except UnidentifiedImageError as error:  # its text has an address in memory
+        raise BadSample(sample_id, "no picture of a kind that Pillow reads") from error
     except Exception as error:  # decoders raise whatever damaged bytes lead them to
         raise BadSample(sample_id, f"no picture that can be read ({error})") from error
     _check_size(image, sample_id)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from flava_tnt.data.batch import IGNORED, Batch
+from flava_tnt.data.batch import Batch
+from flava_tnt.data.masks import IGNORED
 from flava_tnt.model.codebook import Codebook
-from flava_tnt.model.losses import LOG_SCALE_RANGE, PretrainingLosses, active_losses, counted_pairs
+from flava_tnt.model.losses import LOG_SCALE_RANGE, PretrainingLosses, active_losses, mark_counted
 from flava_tnt.model.sizes import ModelDims
 from flava_tnt.model.towers import build_image_tower, build_multimodal_tower, build_text_tower
 from flava_tnt.recipes.schema import LossSection
@@ -94,7 +95,10 @@ class FlavaForPretraining(nn.Module):
         text = self.model.text_encoder(
             batch.text_BT if unmasked else None, batch.text_masked_BT if masked else None
         )
-        counted_B = counted_pairs(batch.matched_B, self.loss_section)
+        counted_B = (
+            mark_counted(batch, self.loss_section).counted_B if batch.counted_B is None else batch.counted_B
+        )
+        assert counted_B is not None
         sums: dict[str, Tensor] = {}
         if masked:
             sums.update(self._fused(batch, image.hidden_BLD, text.hidden_BLD, counted_B, active))

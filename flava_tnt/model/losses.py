@@ -15,6 +15,7 @@ masked-patch capacity, M masked-token capacity.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 from torchmultimodal.modules.losses.flava import ITMLoss, MaskedPredictionLoss
 
-from flava_tnt.data.batch import IGNORED, Batch
+from flava_tnt.data.batch import Batch
+from flava_tnt.data.masks import IGNORED
 from flava_tnt.model.sizes import CODEBOOK_VOCAB_SIZE, ModelDims
 from flava_tnt.plugin import LOSSES_OF_MODALITY, Modality
 from flava_tnt.recipes.schema import LossSection, LossWeights
@@ -54,9 +56,17 @@ def counted_pairs(matched_B: Tensor, loss: LossSection) -> Tensor:
     return matched_B
 
 
+def mark_counted(batch: Batch, loss: LossSection) -> Batch:
+    """The same batch with ``counted_B``: which pairs count is decided for a rank's whole part of the global
+    batch, before it is split into micro-batches."""
+    if batch.matched_B is None:
+        return batch
+    return replace(batch, counted_B=counted_pairs(batch.matched_B, loss))
+
+
 def loss_counts(batch: Batch, loss: LossSection) -> dict[str, int]:
     """How many rows each loss of this batch counts on this rank; the batch lies in host memory."""
-    counted = counted_pairs(batch.matched_B, loss) if batch.matched_B is not None else None
+    counted = mark_counted(batch, loss).counted_B
 
     def labels_in(labels_BN: Tensor | None) -> int:
         assert labels_BN is not None

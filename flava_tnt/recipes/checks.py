@@ -23,6 +23,7 @@ def check_setup(
     local_world_size: int,
     device_type: str,
     device_memory_bytes: int | None = None,
+    look_at_memory: bool = True,
     run_dir: Path | None = None,
 ) -> Setup:
     """Everything that can be checked without torch and without a process group.
@@ -31,6 +32,7 @@ def check_setup(
         device_type: ``"cuda"`` or ``"cpu"``.
         device_memory_bytes: free memory of the smallest GPU; None where it is not known. On a CPU the
             memory of this machine is looked up.
+        look_at_memory: whether to refuse what cannot fit.
 
     Raises:
         UserError: (any subclass) the first thing that cannot work.
@@ -51,7 +53,8 @@ def check_setup(
         resolve_dims(setup.recipe.model, setup.recipe.text)
         for _, _, plugin in iterate_plugins(setup.plugins):
             plugin.check(setup)
-        check_memory(setup, device_memory_bytes=device_memory_bytes)
+        if look_at_memory:
+            check_memory(setup, device_memory_bytes=device_memory_bytes)
     except RecipeError as error:
         raise _with_origin(error, resolved) from None
     return setup

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from flava_tnt.errors import UserError
+from flava_tnt.processes import signal_when_parent_ends
 from flava_tnt.recipes.resolve import check_setup, resolve
 from flava_tnt.training.devices import find_devices
-from flava_tnt.training.launch import MADE_FOLDER, launch_ranks
+from flava_tnt.training.launch import LAUNCHER, MADE_FOLDER, launch_ranks
 from flava_tnt.training.process import World, find_world
 from flava_tnt.training.run_folder import create_run_folder, record_failure
 
@@ -34,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 1
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -73,14 +78,14 @@ def _launch(arguments: Sequence[str], options: argparse.Namespace) -> int:
         world_size=nproc,
         local_world_size=nproc,
         device_type=devices.device_type,
-        device_memory_bytes=devices.memory_bytes,
+        device_memory_bytes=devices.memory_of(nproc),
     )
+    from flava_tnt.data.inputs import check_inputs  # not for --help, which should take a moment
+
+    check_inputs(setup)
     if options.dry_run:
         print(resolved.to_yaml(), end="")
         return 0
-    from flava_tnt.data.sources import open_readers
-
-    open_readers(setup)  # a source that is missing or too small is refused before anything starts
     folder = create_run_folder(resolved, options.run_dir)
     return launch_ranks(arguments, nproc=nproc, folder=folder)
 
@@ -95,24 +100,35 @@ def _take_place(options: argparse.Namespace, world: World) -> int:
         if made_folder is not None:
             record_failure(Path(made_folder), world.rank, error, exit_code)  # the launcher prints the first
         elif isinstance(error, UserError):
-            raise
+            print(f"error: {error}", file=sys.stderr)
         else:
             print(f"error: rank {world.rank}: {type(error).__name__}: {error}", file=sys.stderr)
-        return exit_code
+        _leave(exit_code)
     return 0
 
 
+def _leave(exit_code: int) -> NoReturn:
+    """End this rank at once: a communicator that waits for ranks that are gone cannot be tidied up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 def _train(options: argparse.Namespace, world: World, made_folder: str | None) -> None:
+    if made_folder is not None:
+        signal_when_parent_ends(signal.SIGTERM, parent=int(os.environ[LAUNCHER]))
     resolved = resolve(options.recipe, options.overrides)
     devices = find_devices()
-    if devices.device_type == "cuda" and world.local_world_size > devices.count:
+    if devices.device_type == "cuda" and 1 < devices.count < world.local_world_size:
         raise UserError(f"{world.local_world_size} ranks on a machine with {devices.count} GPUs")
     setup = check_setup(
         resolved,
         world_size=world.world_size,
         local_world_size=world.local_world_size,
         device_type=devices.device_type,
-        device_memory_bytes=devices.memory_bytes,
+        device_memory_bytes=devices.memory_of(world.local_world_size),
+        # Our launcher has looked already, when the other ranks held nothing yet.
+        look_at_memory=made_folder is None,
     )
     # torchtnt says at every import that pkg_resources will go; our pins keep it.
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
@@ -122,10 +138,4 @@ def _train(options: argparse.Namespace, world: World, made_folder: str | None) -
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    if exit_code == 0:
-        sys.exit()
-    # A rank that failed may hold a communicator that waits for ranks that are gone: do not tidy up.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
+    sys.exit(main())

@@ -59,9 +59,9 @@ class ModelSection(Section):
 class TextSection(Section):
     """Tokenizer and lengths."""
 
-    tokenizer: str = "learn"
+    tokenizer: str | None = None
     """File or URL of a WordPiece `vocab.txt` or `tokenizer.json`, or `learn`: learn one from the captions at
-    the start and keep it in the run folder."""
+    the start and keep it in the run folder. Must be given where a source has text."""
     vocab_size: int = Field(default=30_522, ge=8)
     """Rows of the word embedding (BERT's vocabulary: 30,522); a tokenizer must not have more."""
     length: int = Field(default=512, ge=4)
@@ -97,7 +97,7 @@ class BatchSection(Section):
     """Samples of a step over all ranks."""
     micro: int | None = Field(default=None, ge=1)
     """Samples that a rank takes through the model at once; it must divide the rank's part. None: the whole
-    part."""
+    part. The contrastive loss has the negatives of its micro-batch (over all ranks) only."""
 
     @model_validator(mode="after")
     def _one_of_local_and_global(self) -> BatchSection:

@@ -35,6 +35,7 @@ def assemble_model(run: Run) -> tuple[FlavaForPretraining, nn.Module]:
     setup.one("precision").set_up(run)
     with torch.device("meta"):
         model = build_model(dims, recipe.loss)
+    names = {name for name, _ in model.named_parameters()}
 
     attention = setup.one("attention")
     if attention is not None:
@@ -45,6 +46,7 @@ def assemble_model(run: Run) -> tuple[FlavaForPretraining, nn.Module]:
     sharded = parallelism.shard(model, run)
     if sharded is not None:
         _report(run, sharded)
+    _check_names(model, names)
 
     materialise(
         model,
@@ -67,6 +69,23 @@ def trainable_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             yield canonical_name(name), parameter
+
+
+def _check_names(model: nn.Module, names: set[str]) -> None:
+    """Initial weights and checkpoints go by the model's own names, so a wrapper must not change them.
+
+    Raises:
+        PluginError: it does.
+    """
+    changed = sorted(
+        name for name in map(canonical_name, dict(model.named_parameters())) if name not in names
+    )
+    if changed:
+        raise PluginError(
+            f"a plugin's wrapper renames parameters ({changed[0]} and {len(changed) - 1} others): wrap with"
+            " torch's checkpoint_wrapper, torch.compile or a module whose attribute is called 'module', whose"
+            " prefixes are known"
+        )
 
 
 def _report(run: Run, applied: Applied) -> None:

@@ -55,8 +55,8 @@ def main_decides(decide: Callable[[], T]) -> T:
 def all_succeed(what: Callable[[], T]) -> T:
     """Every rank does something that may fail on some; if it fails anywhere, every rank raises.
 
-    The ranks on which it failed raise their own error; the others raise one that names it, so that nobody
-    goes on to wait for a rank that is gone.
+    All raise the error of the first rank on which it failed, so that nobody goes on to wait for a rank that
+    is gone, and all end alike.
     """
     value: T | None = None
     error: Exception | None = None
@@ -64,13 +64,11 @@ def all_succeed(what: Callable[[], T]) -> T:
         value = what()
     except Exception as caught:
         error = caught
-    messages: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(messages, None if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, message in enumerate(messages):
-        if message is not None:
-            raise TrainingError(f"rank {rank} failed: {message}")
+    errors: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    first = next((failure for failure in errors if failure is not None), None)
+    if first is not None:
+        raise first
     return value  # type: ignore[return-value]
 
 

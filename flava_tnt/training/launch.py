@@ -10,10 +10,12 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from flava_tnt.training.run_folder import SUMMARY, first_failure, write_json
+from flava_tnt.training.run_folder import SUMMARY, first_failure, read_summary, write_json
 
 MADE_FOLDER = "FLAVA_TNT_RUN_DIR"
 """Environment variable that tells the ranks which run folder their launcher has made."""
+LAUNCHER = "FLAVA_TNT_LAUNCHER"
+"""Environment variable that tells the ranks the launcher's process id."""
 
 
 def launch_ranks(arguments: Sequence[str], *, nproc: int, folder: Path) -> int:
@@ -34,6 +36,7 @@ def launch_ranks(arguments: Sequence[str], *, nproc: int, folder: Path) -> int:
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ[MADE_FOLDER] = str(folder)
+    os.environ[LAUNCHER] = str(os.getpid())
     _set_threads(nproc)
     with tempfile.TemporaryDirectory(prefix="flava_tnt_") as scratch:
         config = LaunchConfig(
@@ -47,6 +50,7 @@ def launch_ranks(arguments: Sequence[str], *, nproc: int, folder: Path) -> int:
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
         )
         try:
             elastic_launch(config, sys.executable)("-m", "flava_tnt.recipes.run", *arguments)
@@ -61,7 +65,12 @@ def launch_ranks(arguments: Sequence[str], *, nproc: int, folder: Path) -> int:
 def _set_threads(nproc: int) -> None:
     """Share the cores: torch takes all of them in every rank otherwise."""
     if nproc > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _count_cores() // nproc)))
+
+
+def _count_cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _after_signal(folder: Path) -> int:
@@ -84,6 +93,6 @@ def report_failure(folder: Path, exit_code: int, message: str) -> int:
     rank = "" if record["rank"] is None else f"rank {record['rank']}: "
     print(f"error: {rank}{record['message']}", file=sys.stderr)
     print(f"the logs are in {folder / 'logs'}", file=sys.stderr)
-    if not (folder / SUMMARY).exists():
-        write_json(folder / SUMMARY, {"status": "failed", "error": record["message"]})
+    # Rank 0 may have written what it saw of another rank's end, or nothing at all.
+    write_json(folder / SUMMARY, {**read_summary(folder), "status": "failed", "error": record["message"]})
     return 2 if record["exit_code"] == 2 else 1

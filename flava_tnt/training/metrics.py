@@ -73,6 +73,7 @@ class MetricsLog:
         self.newest = {
             "step": record.step,
             "samples": self._run.samples,
+            "bad_samples": self._run.bad_samples,
             "modality": record.modality,
             "loss": sum(weights[name] * value for name, value in losses.items()),
             "losses": losses,

@@ -96,7 +96,8 @@ def set_rendezvous(environ: MutableMapping[str, str], world: World) -> None:
     if "MASTER_PORT" not in environ:
         # A function of job and step: all ranks agree on it, and two steps on a node do not meet.
         job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
-        environ["MASTER_PORT"] = str(20_000 + (job * 31 + step) % 20_000)
+        # Below 32,768, from where on systems hand out ports by themselves.
+        environ["MASTER_PORT"] = str(20_000 + (job * 31 + step) % 12_000)
 
 
 def join(world: World, *, device_type: str, timeout_seconds: float) -> torch.device:
@@ -111,7 +112,8 @@ def join(world: World, *, device_type: str, timeout_seconds: float) -> torch.dev
     set_rendezvous(os.environ, world)
     device = torch.device("cpu")
     if device_type == "cuda":
-        device = torch.device("cuda", world.local_rank)
+        # SLURM's --gpus-per-task shows each task its own GPU only, as number 0.
+        device = torch.device("cuda", world.local_rank if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",

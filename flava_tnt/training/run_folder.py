@@ -51,9 +51,14 @@ def create_run_folder(resolved: Resolved, run_dir: str | None) -> Path:
 
 
 def _given_folder(folder: Path) -> Path:
-    if (folder / RECIPE).exists():
-        raise UserError(f"{folder} holds a run already; choose another folder with --run-dir")
     folder.mkdir(parents=True, exist_ok=True)
+    summary = read_summary(folder)
+    if summary.get("status") == "failed" and not summary.get("steps"):
+        (folder / RECIPE).unlink(missing_ok=True)  # of a run that failed before its first step
+    try:
+        (folder / RECIPE).touch(exist_ok=False)  # of two runs that want the folder, one gets it
+    except FileExistsError:
+        raise UserError(f"{folder} holds a run already; choose another folder with --run-dir") from None
     return folder.resolve()
 
 
@@ -65,6 +70,15 @@ def _new_folder(name: str) -> Path:
             folder.mkdir(parents=True)
             return folder.resolve()
     raise UserError(f"runs/{stem} and its numbered names are all taken; choose a folder with --run-dir")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run; empty where there is none (yet)."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+from flava_tnt.data.inputs import LEARN, check_tokenizer
 from flava_tnt.data.tokenizer import Tokenizer, learn_tokenizer, load_tokenizer
 from flava_tnt.plugin import BadSample, Modality, Run, SampleReader
 from flava_tnt.training.exchange import main_decides
@@ -27,7 +29,9 @@ def agree_on_tokenizer(run: Run, readers: Mapping[Modality, SampleReader]) -> To
 
 def _make(run: Run, readers: list[SampleReader]) -> Tokenizer:
     section = run.recipe.text
-    if section.tokenizer == "learn":
+    check_tokenizer(run.setup)
+    assert section.tokenizer is not None
+    if section.tokenizer == LEARN:
         run.logger.info("tokenizer: learning a vocabulary from the captions")
         tokenizer = learn_tokenizer(_captions(readers), section.vocab_size)
     else:
@@ -43,7 +47,7 @@ def _make(run: Run, readers: list[SampleReader]) -> Tokenizer:
 def _captions(readers: list[SampleReader]) -> Iterator[str]:
     distinct = list({id(reader): reader for reader in readers if not reader.gives_tokens}.values())
     for reader in distinct:
-        stride = max(1, len(reader) * len(distinct) // MAX_CAPTIONS)
+        stride = math.ceil(len(reader) * len(distinct) / MAX_CAPTIONS)
         for index in range(0, len(reader), stride):
             try:
                 yield reader.read_text(index)

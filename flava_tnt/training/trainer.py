@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ def _summary(run: Run, callbacks: Sequence[Callback], status: str, start: float)
         "status": status,
         "steps": run.step,
         "samples": run.samples,
+        "bad_samples": run.bad_samples,
         "seconds": time.perf_counter() - start,
         "final_loss": run.last_metrics.get("loss"),
     }
@@ -120,4 +122,5 @@ def _fail(run: Run, callbacks: Sequence[Callback], error: BaseException, start: 
             "final_loss": None,
             "error": str(error),
         }
-        write_json(run.run_dir / SUMMARY, summary)
+        with contextlib.suppress(OSError):  # the disk may be what failed
+            write_json(run.run_dir / SUMMARY, summary)

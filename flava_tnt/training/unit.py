@@ -22,7 +22,7 @@ from torchtnt.framework.state import State
 from flava_tnt.data.batch import Batch
 from flava_tnt.errors import DataError
 from flava_tnt.model.flava import FlavaForPretraining
-from flava_tnt.model.losses import loss_counts
+from flava_tnt.model.losses import loss_counts, mark_counted
 from flava_tnt.plugin import Optimizer, Parallelism, Precision, Run, StepRecord
 from flava_tnt.training.assembly import trainable_parameters
 from flava_tnt.training.exchange import sum_over_ranks
@@ -82,7 +82,6 @@ class FlavaUnit(AutoUnit[StepInput]):
         self._weights = {
             name: weight for name, weight in run.recipe.loss.weights.model_dump().items() if weight > 0
         }
-        self._bad_samples = 0.0
         self._samples_read = 0.0
         self._named_bad: set[str] = set()
         self._data_seconds = 0.0
@@ -109,6 +108,7 @@ class FlavaUnit(AutoUnit[StepInput]):
 
     def move_data_to_device(self, state: State, data: Batch, non_blocking: bool) -> StepInput:
         counts = loss_counts(data, self.run.recipe.loss)
+        data = mark_counted(data, self.run.recipe.loss)
         return StepInput(data.to(self.device, non_blocking=non_blocking), counts)
 
     # ----------------------------------------------------------------------------------------- the step
@@ -151,11 +151,11 @@ class FlavaUnit(AutoUnit[StepInput]):
             ]
         )
         self._samples_read += read
-        self._bad_samples += bad
+        self.run.bad_samples += int(bad)
         limit = self.run.recipe.train.max_bad_fraction
-        if self._bad_samples > limit * max(self._samples_read, MIN_SAMPLES_FOR_BAD_FRACTION):
+        if self.run.bad_samples > limit * max(self._samples_read, MIN_SAMPLES_FOR_BAD_FRACTION):
             raise DataError(
-                f"{self._bad_samples:.0f} of {self._samples_read:.0f} samples could not be used, more than"
+                f"{self.run.bad_samples} of {self._samples_read:.0f} samples could not be used, more than"
                 f" train.max_bad_fraction={limit:g} allows; the logs name them"
             )
         if stop:

@@ -11,6 +11,7 @@ import pytest
 from flava_tnt.testing import Result, run_recipe
 
 EXAMPLE_SOURCE = Path(__file__).parents[1] / "third_party" / "flava-tnt-example" / "src"
+EXAMPLE_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(EXAMPLE_SOURCE), os.environ.get("PYTHONPATH", "")])}
 SAMPLE_LOG = "plugins.callback.sample_log.use=flava_tnt_example.sample_log:SampleLog"
 SHORT = (
     "train.max_steps=20",
@@ -33,9 +34,7 @@ def run_short(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]
             *overrides,
             nproc=nproc,
             run_dir=tmp_path_factory.mktemp("runs") / "run",
-            environment={
-                "PYTHONPATH": os.pathsep.join([str(EXAMPLE_SOURCE), os.environ.get("PYTHONPATH", "")])
-            },
+            environment=EXAMPLE_ENVIRONMENT,
             **options,
         )
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 from flava_tnt.testing import assert_same_curve, run_recipe
 
@@ -27,7 +30,7 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_one_rank_that_fails_ends_all_and_its_cause_is_printed(run_short, rank):
     start = time.perf_counter()
     result = run_short(
@@ -64,7 +67,7 @@ def wait_for_steps(run_dir: Path, steps: int, process: subprocess.Popen[str]) ->
     raise AssertionError("the run did not get under way")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path, number):
     run_dir = tmp_path / "run"
     process = start_run(run_dir, "train.max_steps=100000", "plugins.parallelism=ddp", nproc=2)
@@ -177,3 +180,119 @@ def test_a_dry_run_prints_the_recipe_and_leaves_nothing(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
     assert "size: tiny" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def end(process: subprocess.Popen[str], run_dir: Path) -> None:
+    """End a launcher and whatever ranks are left."""
+    process.kill()
+    process.communicate()
+    for rank in processes_of(run_dir):
+        rank.kill()
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGKILL])
+def test_ranks_stop_with_their_launcher_however_it_ends(tmp_path, number):
+    run_dir = tmp_path / "run"
+    process = start_run(run_dir, "train.max_steps=100000", "plugins.parallelism=ddp", nproc=2)
+    try:
+        wait_for_steps(run_dir, 3, process)
+        process.send_signal(number)
+        process.wait(timeout=60)
+        for _ in range(300):
+            if not processes_of(run_dir):
+                break
+            time.sleep(0.1)
+        assert not processes_of(run_dir)
+        assert json.loads((run_dir / "summary.json").read_text())["status"] == "stopped"
+    finally:
+        end(process, run_dir)
+
+
+def test_files_that_are_missing_are_refused_before_anything_starts(tmp_path):
+    assert "vocab.txt: no such file" in refused("demo", "text.tokenizer=vocab.txt", cwd=tmp_path)
+    weights = "model.codebook.weights=weights.safetensors"
+    assert "weights.safetensors: no such file" in refused("demo", weights, cwd=tmp_path)
+    few = "plugins.data.demo.num_samples=5"
+    assert "fewer than one global batch" in refused("demo", few, cwd=tmp_path)
+    assert "fewer than one global batch" in refused("demo", few, "--dry-run", cwd=tmp_path)
+    assert "text.tokenizer: must be given" in refused("demo", "text.tokenizer=null", cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+WRAPPERS = '''
+from torch import nn
+from flava_tnt.plugin import ActivationCheckpointing, Applied
+
+class Renames(ActivationCheckpointing):
+    """Wraps a layer under a name of its own."""
+    api_version = 1
+    def apply(self, model, run):
+        name, layer = next(iter(model.layers().items()))
+        class Wrapper(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = layer
+            def forward(self, *args, **kwargs):
+                return self.inner(*args, **kwargs)
+        model.replace_layer(name, Wrapper())
+        return Applied(verb="Renames wraps", count=1, total=6, target="layers")
+
+class MatchesNothing(ActivationCheckpointing):
+    """Finds no layer."""
+    api_version = 1
+    def apply(self, model, run):
+        return Applied(verb="MatchesNothing wraps", count=0, total=6, target="layers")
+'''
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [("Renames", "renames parameters"), ("MatchesNothing", "MatchesNothing wraps 0 of 6 layers")],
+)
+def test_a_transform_that_renames_or_matches_nothing_ends_the_run_before_a_step(tmp_path, plugin, message):
+    (tmp_path / "wrappers.py").write_text(WRAPPERS)
+    run_dir = tmp_path / "run"
+    ours = f"plugins.activation_checkpointing=wrappers:{plugin}"
+    environment = {"PYTHONPATH": str(tmp_path)}
+    result = run_recipe("demo", *SHORT, ours, run_dir=run_dir, environment=environment, expect_exit_code=2)
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert result.summary["status"] == "failed"
+    assert result.summary["steps"] == 0
+
+
+def make_shard(path: Path, num_samples: int, bad: set[int]) -> None:
+    """A tar shard of small pictures, some of which are no pictures."""
+    with tarfile.open(path, "w") as shard:
+        for index in range(num_samples):
+            picture = io.BytesIO()
+            Image.new("RGB", (60, 50), (index * 7 % 256, 90, 30)).save(picture, "png")
+            data = b"no picture" if index in bad else picture.getvalue()
+            for name, content in ((f"{index:04d}.png", data), (f"{index:04d}.txt", b"a shade of red")):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                shard.addfile(info, io.BytesIO(content))
+
+
+def test_bad_samples_are_named_and_counted_and_too_many_end_the_run_on_all_ranks(tmp_path):
+    few, many = tmp_path / "few.tar", tmp_path / "many.tar"
+    make_shard(few, 40, {3})
+    make_shard(many, 40, set(range(20)))
+    pairs = "train.modalities={pairs: 1.0, image: 0, text: 0}"
+    options = [*SHORT, "train.max_steps=8", pairs, "plugins.parallelism=ddp"]
+    skipped = run_recipe(
+        "emoji", *options, f"plugins.data.shards.urls={few}", nproc=2, run_dir=tmp_path / "few"
+    )
+    assert "sample skipped" in skipped.output
+    assert "0003" in skipped.output
+    assert skipped.summary["bad_samples"] > 0
+    ended = run_recipe(
+        "emoji",
+        *options,
+        f"plugins.data.shards.urls={many}",
+        nproc=2,
+        run_dir=tmp_path / "many",
+        expect_exit_code=2,
+    )
+    assert "samples could not be used, more than train.max_bad_fraction=0.01 allows" in ended.output
+    assert not processes_of(ended.run_dir)
