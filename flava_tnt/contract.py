@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flava_tnt.nearest import did_you_mean
 from flava_tnt.plugin import API_VERSION, KINDS, Plugin
 
 _MUST_IMPLEMENT = {
@@ -36,6 +37,16 @@ def fatal_fault(found: Any, kind: str) -> str | None:
             f"{found.__name__} was written for version {stated} of the plugin contract, this is version"
             f" {API_VERSION}; install a release that fits"
         )
+    return _unknown_hook(found, base)
+
+
+def _unknown_hook(plugin: type[Plugin], base: type[Plugin]) -> str | None:
+    """A hook that nobody would ever call: a misspelt name."""
+    for name in dir(plugin):
+        if name.startswith("on_") and callable(getattr(plugin, name)) and not hasattr(base, name):
+            hooks = [hook for hook in dir(base) if hook.startswith("on_")]
+            hint = did_you_mean(name, hooks, listed=True)
+            return f"{plugin.__name__} has {name}, which nothing calls{hint}"
     return None
 
 

@@ -181,7 +181,12 @@ class StepRecord:
 class Plugin(BaseModel):
     """A plugin of any kind. Its fields are its options; a docstring under a field describes it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
 
     kind: ClassVar[str]
     """Set by the base class of a kind."""

@@ -36,7 +36,7 @@ class AdamW(Optimizer):
 
     api_version = 1
 
-    learning_rate: float = Field(default=1e-3, gt=0.0)
+    learning_rate: float = Field(default=1e-3, gt=0.0, allow_inf_nan=False)
     """The peak, reached at the end of the warm-up."""
     betas: list[Annotated[float, Field(ge=0.0, lt=1.0)]] = Field(
         default=[0.9, 0.999], min_length=2, max_length=2

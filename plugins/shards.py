@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from flava_tnt.data.tar import Member, TarSample, read_member, scan_tar
 from flava_tnt.data.transforms import open_image
 from flava_tnt.data.urls import expand_urls
 from flava_tnt.errors import DataError
+from flava_tnt.places import absolute
 from flava_tnt.plugin import BadSample, DataSource, Modality, Sample, SampleReader, Setup
 
 _logger = logging.getLogger("flava_tnt.shards")
@@ -29,6 +30,12 @@ class Shards(DataSource):
 
     urls: str | list[str] = Field(min_length=1)
     """The shards: paths or fsspec URLs, one or several, with `*` and `{000000..000003}` where wanted."""
+
+    @field_validator("urls")
+    @classmethod
+    def _from_anywhere(cls, urls: str | list[str]) -> str | list[str]:
+        return absolute(urls) if isinstance(urls, str) else [absolute(url) for url in urls]
+
     image_extensions: list[str] = Field(default=["jpg", "jpeg", "png", "webp", "gif", "bmp"], min_length=1)
     """Which files of a key are its picture; the first that it has is taken."""
     text_extension: str = "txt"

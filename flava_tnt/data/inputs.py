@@ -7,9 +7,7 @@ from flava_tnt.data.tokenizer import load_tokenizer
 from flava_tnt.data.urls import filesystem_of
 from flava_tnt.errors import DataError, RecipeError
 from flava_tnt.plugin import Setup
-
-LEARN = "learn"
-"""``text.tokenizer``: learn a vocabulary from the captions."""
+from flava_tnt.recipes.schema import LEARN
 
 
 def check_inputs(setup: Setup) -> None:

@@ -149,7 +149,7 @@ def make_loader(
 def _start_worker(_worker_id: int) -> None:
     # Launchers and terminals send their signals to every process of a rank; the training process decides
     # what they mean, and needs its workers to finish the step.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal_when_parent_ends(signal.SIGKILL)
 

@@ -158,12 +158,13 @@ def resolve_dims(model: ModelSection, text: TextSection) -> ModelDims:
     )
     if dims.hidden_size % dims.num_heads:
         raise RecipeError(
-            f"{dims.num_heads} heads do not divide the hidden size {dims.hidden_size}", key="model.num_heads"
+            f"{dims.num_heads} heads do not divide the hidden size {dims.hidden_size}",
+            key="model.hidden_size" if model.num_heads is None else "model.num_heads",
         )
     if dims.image_size % dims.patch_size:
         raise RecipeError(
             f"patches of {dims.patch_size} pixels do not divide a picture of {dims.image_size}",
-            key="model.patch_size",
+            key="model.image_size" if model.patch_size is None else "model.patch_size",
         )
     if dims.codebook_hidden_size % 4:
         raise RecipeError("must be a multiple of 4", key="model.codebook.hidden_size")

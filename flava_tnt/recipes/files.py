@@ -71,7 +71,11 @@ def _read_file(path: Path, origin: str | None) -> RecipeFile:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         siblings = [item.name for item in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, siblings)
+        shipped = [f"{recipe.name}.yaml" for recipe in shipped_recipes()]
+        if path.name in shipped:
+            hint = f"; did you mean {path.stem}, which comes along?"
+        else:
+            hint = did_you_mean(path.name, siblings)
         raise RecipeError(f"there is no recipe file {path}{hint}", origin=origin) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

@@ -20,9 +20,10 @@ from flava_tnt.errors import UserError
 from flava_tnt.processes import signal_when_parent_ends
 from flava_tnt.recipes.resolve import check_setup, resolve
 from flava_tnt.training.devices import find_devices
-from flava_tnt.training.launch import LAUNCHER, MADE_FOLDER, launch_ranks
+from flava_tnt.training.launch import LAUNCHER, MADE_FOLDER, after_signal, launch_ranks
 from flava_tnt.training.process import World, find_world
 from flava_tnt.training.run_folder import create_run_folder, record_failure
+from flava_tnt.training.stop import StopRequest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _launch(arguments, options)
         return _take_place(options, world)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _print_error(error)
         return 2
     except KeyboardInterrupt:
-        return 1
+        print("stopped before anything was started", file=sys.stderr)
+        return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -59,15 +61,26 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _print_error(error: UserError) -> None:
+    """A line for each thing that is wrong."""
+    for line in str(error).splitlines():
+        print(f"error: {line}", file=sys.stderr)
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, found {text!r}")
     return value
 
 
 def _launch(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """Check everything that can be checked without torch, make the run folder, start the ranks."""
+    if options.run_dir == "":
+        raise UserError("--run-dir is empty: name a folder, or leave it out")
     resolved = resolve(options.recipe, options.overrides)
     devices = find_devices()
     nproc = options.nproc or resolved.recipe.launch.nproc or devices.count
@@ -87,20 +100,25 @@ def _launch(arguments: Sequence[str], options: argparse.Namespace) -> int:
         print(resolved.to_yaml(), end="")
         return 0
     folder = create_run_folder(resolved, options.run_dir)
-    return launch_ranks(arguments, nproc=nproc, folder=folder)
+    try:
+        return launch_ranks(arguments, nproc=nproc, folder=folder)
+    except KeyboardInterrupt:
+        return after_signal(folder)
 
 
 def _take_place(options: argparse.Namespace, world: World) -> int:
     """Be one of the ranks. The environment says which, and whether our launcher started us."""
     made_folder = os.environ.get(MADE_FOLDER)
+    stop = StopRequest()
+    stop.install()
     try:
-        _train(options, world, made_folder)
-    except (Exception, KeyboardInterrupt) as error:
+        _train(options, world, made_folder, stop)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         exit_code = 2 if isinstance(error, UserError) else 1
         if made_folder is not None:
             record_failure(Path(made_folder), world.rank, error, exit_code)  # the launcher prints the first
         elif isinstance(error, UserError):
-            print(f"error: {error}", file=sys.stderr)
+            _print_error(error)
         else:
             print(f"error: rank {world.rank}: {type(error).__name__}: {error}", file=sys.stderr)
         _leave(exit_code)
@@ -114,7 +132,7 @@ def _leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _train(options: argparse.Namespace, world: World, made_folder: str | None) -> None:
+def _train(options: argparse.Namespace, world: World, made_folder: str | None, stop: StopRequest) -> None:
     if made_folder is not None:
         signal_when_parent_ends(signal.SIGTERM, parent=int(os.environ[LAUNCHER]))
     resolved = resolve(options.recipe, options.overrides)
@@ -134,7 +152,7 @@ def _train(options: argparse.Namespace, world: World, made_folder: str | None) -
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
     from flava_tnt.training.trainer import run_rank
 
-    run_rank(resolved, setup, world, run_dir=options.run_dir, made_folder=made_folder)
+    run_rank(resolved, setup, world, run_dir=options.run_dir, made_folder=made_folder, stop=stop)
 
 
 if __name__ == "__main__":

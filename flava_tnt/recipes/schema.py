@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from flava_tnt.model.sizes import SIZE_NAMES
+from flava_tnt.places import absolute
 
 
 class Section(BaseModel):
     """A section of a recipe: unknown keys are refused, and types are not converted."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, populate_by_name=True
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        use_attribute_docstrings=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
 
 
@@ -27,6 +33,12 @@ class CodebookSection(Section):
     weights: str | None = None
     """File or URL (any fsspec one) of its weights: safetensors, a state dict, or the published `encoder.pkl`.
     None: random weights, for tests and demonstrations; the run says so."""
+
+    @field_validator("weights")
+    @classmethod
+    def _from_anywhere(cls, weights: str | None) -> str | None:
+        return None if weights is None else absolute(weights)
+
     hidden_size: int | None = Field(default=None, ge=4)
     """Channels of its first group (the published encoder: 256). None: what the size says."""
 
@@ -56,12 +68,22 @@ class ModelSection(Section):
     codebook: CodebookSection = CodebookSection()
 
 
+LEARN = "learn"
+"""``text.tokenizer``: learn a vocabulary from the captions."""
+
+
 class TextSection(Section):
     """Tokenizer and lengths."""
 
     tokenizer: str | None = None
     """File or URL of a WordPiece `vocab.txt` or `tokenizer.json`, or `learn`: learn one from the captions at
     the start and keep it in the run folder. Must be given where a source has text."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _from_anywhere(cls, tokenizer: str | None) -> str | None:
+        return tokenizer if tokenizer in (None, LEARN) else absolute(tokenizer)
+
     vocab_size: int = Field(default=30_522, ge=8)
     """Rows of the word embedding (BERT's vocabulary: 30,522); a tokenizer must not have more."""
     length: int = Field(default=512, ge=4)
@@ -155,7 +177,7 @@ class PluginChoice(BaseModel):
 class Recipe(Section):
     """A whole recipe, after `extends` and overrides."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/\\]+$")
     """The name under which it was run; names the run folder."""
     seed: int = Field(default=0, ge=0)
     model: ModelSection = ModelSection()

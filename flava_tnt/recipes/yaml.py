@@ -172,6 +172,8 @@ def _compose(text: str, *, source: str | None) -> yaml.Node | None:
         mark = error.problem_mark or error.context_mark
         origin = f"{source}:{mark.line + 1}" if source and mark else source
         raise RecipeError(f"not valid YAML: {error.problem or error.context}", origin=origin) from None
+    except RecursionError:
+        raise RecipeError("nested too deeply", origin=source) from None
     except yaml.YAMLError as error:
         raise RecipeError(f"not valid YAML: {' '.join(str(error).split())}", origin=source) from None
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from flava_tnt.training.run_folder import SUMMARY, first_failure, read_summary, write_json
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 MADE_FOLDER = "FLAVA_TNT_RUN_DIR"
 """Environment variable that tells the ranks which run folder their launcher has made."""
@@ -34,7 +39,7 @@ def launch_ranks(arguments: Sequence[str], *, nproc: int, folder: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence_elastic()
     os.environ[MADE_FOLDER] = str(folder)
     os.environ[LAUNCHER] = str(os.getpid())
     _set_threads(nproc)
@@ -55,11 +60,26 @@ def launch_ranks(arguments: Sequence[str], *, nproc: int, folder: Path) -> int:
         try:
             elastic_launch(config, sys.executable)("-m", "flava_tnt.recipes.run", *arguments)
         except ChildFailedError as error:
-            _, failure = error.get_first_failure()
-            return report_failure(folder, failure.exitcode, failure.message)
-        except (SignalException, KeyboardInterrupt):
-            return _after_signal(folder)
+            return report_failure(folder, _killed_rank(error.failures))
+        except SignalException:
+            return after_signal(folder)
     return 0
+
+
+def _silence_elastic() -> None:
+    """It logs each signal and failure, which we say in our own words; its loggers have their own levels."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _killed_rank(failures: Mapping[int, ProcessFailure]) -> dict[str, Any] | None:
+    """The rank that a signal ended: it could not record its cause, and all others are consequences."""
+    for rank, failure in failures.items():
+        if failure.exitcode < 0 and -failure.exitcode != signal.SIGTERM:
+            hint = " (out of memory?)" if -failure.exitcode == signal.SIGKILL else ""
+            return {"rank": rank, "exit_code": 1, "message": f"ended by {failure.signal_name()}{hint}"}
+    return None
 
 
 def _set_threads(nproc: int) -> None:
@@ -73,23 +93,24 @@ def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _after_signal(folder: Path) -> int:
-    """The ranks were asked to stop and have ended: well if the summary says so."""
-    if first_failure(folder) is None and (folder / SUMMARY).exists():
-        return 0
-    return report_failure(folder, 1, "ended by a signal before the run could stop by itself")
+def after_signal(folder: Path) -> int:
+    """The ranks were asked to stop and have ended."""
+    if first_failure(folder) is not None:
+        return report_failure(folder, None)
+    if not read_summary(folder):
+        print("stopped before the first step", file=sys.stderr)
+        write_json(folder / SUMMARY, {"status": "stopped", "steps": 0})
+    return 0
 
 
-def report_failure(folder: Path, exit_code: int, message: str) -> int:
+def report_failure(folder: Path, killed: dict[str, Any] | None) -> int:
     """Print the first cause and make sure that the summary says so.
 
     Args:
-        exit_code: of the rank that failed; negative where a signal ended it.
-        message: what the launcher knows, for a rank that could not record its cause.
+        killed: a rank that a signal ended, if there is one.
     """
-    record = first_failure(folder)
-    if record is None:
-        record = {"rank": None, "exit_code": exit_code, "message": message}
+    unknown = {"rank": None, "exit_code": 1, "message": "a rank ended without a word; see its log"}
+    record = killed or first_failure(folder) or unknown
     rank = "" if record["rank"] is None else f"rank {record['rank']}: "
     print(f"error: {rank}{record['message']}", file=sys.stderr)
     print(f"the logs are in {folder / 'logs'}", file=sys.stderr)

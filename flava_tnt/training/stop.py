@@ -7,7 +7,10 @@ import types
 
 
 class StopRequest:
-    """SIGTERM, SIGINT and SIGUSR1 ask for a stop after the running step; a second SIGINT ends at once."""
+    """SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask for a stop after the running step.
+
+    A second SIGINT ends this process at once.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -15,7 +18,7 @@ class StopRequest:
 
     def install(self) -> None:
         """Take over the signals of this process; call it in the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from flava_tnt.data.inputs import LEARN, check_tokenizer
+from flava_tnt.data.inputs import check_tokenizer
 from flava_tnt.data.tokenizer import Tokenizer, learn_tokenizer, load_tokenizer
 from flava_tnt.plugin import BadSample, Modality, Run, SampleReader
+from flava_tnt.recipes.schema import LEARN
 from flava_tnt.training.exchange import main_decides
 
 MAX_CAPTIONS = 100_000

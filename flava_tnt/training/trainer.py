@@ -17,7 +17,7 @@ from flava_tnt.plugin import Callback, Run, Setup
 from flava_tnt.recipes.resolve import Resolved
 from flava_tnt.training.assembly import assemble_model
 from flava_tnt.training.callbacks import CallbackBridge
-from flava_tnt.training.exchange import agree, all_succeed, main_decides
+from flava_tnt.training.exchange import agree, all_succeed, main_decides, sum_over_ranks
 from flava_tnt.training.metrics import MetricsLog
 from flava_tnt.training.process import World, join
 from flava_tnt.training.run_folder import SUMMARY, create_run_folder, set_up_logging, write_json
@@ -27,16 +27,21 @@ from flava_tnt.training.unit import FlavaUnit
 
 
 def run_rank(
-    resolved: Resolved, setup: Setup, world: World, *, run_dir: str | None, made_folder: str | None
+    resolved: Resolved,
+    setup: Setup,
+    world: World,
+    *,
+    run_dir: str | None,
+    made_folder: str | None,
+    stop: StopRequest,
 ) -> None:
     """Train as one of the ranks of ``world``; errors go up.
 
     Args:
         run_dir: where rank 0 is to make the run folder; None: under ``runs/``.
         made_folder: the run folder that our launcher has made already.
+        stop: collects this process's requests to stop.
     """
-    stop = StopRequest()
-    stop.install()
     device = join(
         world, device_type=setup.device_type, timeout_seconds=resolved.recipe.launch.timeout_seconds
     )
@@ -71,6 +76,10 @@ def _train(run: Run, callbacks: Sequence[Callback], stop: StopRequest) -> None:
     metrics = MetricsLog(run)
     unit = FlavaUnit(run=run, model=model, module=module, metrics=metrics, stop=stop)
     loader = make_loader(run.setup, rank=run.rank, start_step=0, tokenizer=tokenizer, readers=readers)
+    if sum_over_ranks([stop.requested])[0]:
+        run.stopping = True
+        run.logger.info("stopped before the first step")
+        return
     bridge = CallbackBridge(run, callbacks)
     train(unit, loader, max_epochs=1, max_steps=recipe.train.max_steps, callbacks=[bridge])
 

@@ -75,7 +75,7 @@ def test_braces_that_say_nothing_are_refused(url: str) -> None:
 
 
 def test_options_are_strict() -> None:
-    assert Shards(urls=["a", "b"]).urls == ["a", "b"]
+    assert Shards(urls=["/a", "s3://b"]).urls == ["/a", "s3://b"]
     for wrong in ({}, {"urls": 3}, {"urls": ""}, {"urls": []}, {"urls": "a", "url": "b"}):
         with pytest.raises(ValidationError):
             Shards(**wrong)

@@ -12,9 +12,9 @@ from torchmultimodal.models.flava.transformer import TransformerEncoderLayer
 
 from flava_tnt.model.codebook import Codebook
 from flava_tnt.model.flava import build_model
-from flava_tnt.model.losses import active_losses
+from flava_tnt.model.losses import active_losses, mark_counted
 from flava_tnt.model.sizes import SIZES, count_parameters
-from flava_tnt.recipes.schema import LossWeights
+from flava_tnt.recipes.schema import LossSection, LossWeights
 from tests.model.helpers import (
     GLOBAL,
     SMALL,
@@ -265,3 +265,14 @@ def test_dropout_acts_in_training_only():
     assert model(batch)["mlm"].item() != model(batch)["mlm"].item()
     model.eval()
     assert model(batch)["mlm"].item() == model(batch)["mlm"].item()
+
+
+def test_which_pairs_count_is_decided_for_a_ranks_whole_part_before_micro_batches():
+    """A micro-batch without matched pairs does not fall back to all of its own."""
+    without_contrastive = LossSection(reduction="per_rank", weights=LossWeights(contrastive=0.0))
+    model = make_model(loss=without_contrastive)
+    batch = mark_counted(make_batch("pairs", size=4, mismatched=(1,)), without_contrastive)
+    whole = model(batch)
+    parts = [model(micro) for micro in batch.split(1)]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(part[name] for part in parts), value)

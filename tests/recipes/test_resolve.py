@@ -74,7 +74,8 @@ def test_emoji_says_that_it_needs_urls_and_takes_them() -> None:
     ):
         resolve("emoji")
     resolved = resolve("emoji", ["plugins.data.shards.urls=data/{000000..000003}.tar"])
-    assert resolved.recipe.plugins["data"]["shards"].options["urls"] == "data/{000000..000003}.tar"
+    urls = resolved.recipe.plugins["data"]["shards"].options["urls"]
+    assert urls == f"{Path.cwd()}/data/{{000000..000003}}.tar", "a resolved recipe runs from anywhere"
 
 
 # ---------------------------------------------------------------------------------------------- types

@@ -46,6 +46,7 @@ def test_one_rank_that_fails_ends_all_and_its_cause_is_printed(run_short, rank):
     assert f"error: rank {rank}: RuntimeError: failed on purpose" in result.output
     assert "Traceback" not in result.output
     assert result.summary["status"] == "failed"
+    assert result.summary["error"] == "RuntimeError: failed on purpose"
     assert "failed on purpose" in (result.run_dir / "logs" / f"rank-{rank}.log").read_text()
     assert not processes_of(result.run_dir)
 
@@ -85,6 +86,24 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path, number):
     assert not processes_of(run_dir)
 
 
+@pytest.mark.parametrize("seconds", [0.2, 5.0])
+def test_a_signal_before_the_first_step_stops_too(tmp_path, seconds):
+    run_dir = tmp_path / "run"
+    process = start_run(run_dir, "train.max_steps=100000", "plugins.parallelism=ddp", nproc=2)
+    try:
+        while not (run_dir / "logs").exists():
+            time.sleep(0.02)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=90)
+        assert process.returncode == 0, output
+        assert "stopped" in output
+        assert "Traceback" not in output
+        assert not processes_of(run_dir)
+    finally:
+        end(process, run_dir)
+
+
 def test_a_signal_to_one_rank_stops_all(tmp_path):
     run_dir = tmp_path / "run"
     process = start_run(run_dir, "train.max_steps=100000", "plugins.parallelism=ddp", nproc=2)
@@ -110,7 +129,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 1, output
-    assert "error: " in output
+    assert "error: rank 1: ended by SIGKILL (out of memory?)" in output
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "failed"
     assert not processes_of(run_dir)
 
