@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo install test test-all lint types clean
 
 help:
-	@echo "make demo      install, then train a tiny FLAVA on drawn pictures (about two minutes on two cores)"
+	@echo "make demo      install, then train a tiny FLAVA on drawn pictures (about a minute on two cores)"
 	@echo "make test      install what the tests need and run them (make test-all: the long ones too)"
 	@echo "make lint      ruff, format and rules        make types    mypy"
 	@echo "make clean     remove the virtual environment"

@@ -158,7 +158,8 @@ def dump(value: Any, *, flow: bool = False) -> str:
         default_flow_style=flow,
         width=float("inf") if flow else 100,
     )
-    return text.removesuffix("...\n").strip() if flow else text
+    # Only the line's end: a string may begin or end with spaces of other kinds, which stand unquoted.
+    return text.removesuffix("...\n").rstrip("\n") if flow else text
 
 
 def _compose(text: str, *, source: str | None) -> yaml.Node | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flava_tnt.errors import RecipeError
@@ -145,6 +145,7 @@ def test_what_is_dumped_reads_back_the_same(value: dict[str, object]) -> None:
 
 @settings(deadline=None)
 @given(SCALARS | st.lists(SCALARS))
+@example("\xa0")
 def test_what_is_dumped_on_one_line_reads_back_the_same(value: object) -> None:
     text = yaml.dump(value, flow=True)
     assert "\n" not in text
