@@ -23,8 +23,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flava_tnt.contract import contract_faults
+from flava_tnt.plugin import Plugin
+
 CURVE_FIELDS = ("step", "samples", "modality", "loss", "losses", "learning_rate", "grad_norm")
 """The metrics that a layout of ranks must not change (times and memory may differ)."""
+
+
+def check_plugin(plugin: type[Plugin], kind: str) -> None:
+    """Check a plugin's class against the contract, as `flava-tnt plugins check` does.
+
+    Raises:
+        AssertionError: naming everything in which it falls short.
+    """
+    faults = contract_faults(plugin, kind)
+    assert not faults, f"{plugin.__name__}: {'; '.join(faults)}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flava_tnt.testing import assert_same_curve, run_recipe
+from flava_tnt.plugin import Callback
+from flava_tnt.registry import import_entry, list_plugins
+from flava_tnt.testing import assert_same_curve, check_plugin, run_recipe
 
 DISTRIBUTION = Path(__file__).parent / "third_party" / "flava-tnt-example"
 SHORT = ("train.max_steps=4", "train.log_every_steps=1", "batch.global=12")
@@ -77,3 +79,19 @@ def test_a_wrong_option_of_it_is_refused_with_file_line_and_key(environment, tmp
     assert f"{recipe}:5: plugins.callback.loss_alarm.limt" in result.output
     assert "did you mean" in result.output
     assert not result.run_dir.exists()
+
+
+def test_the_plugins_that_come_along_pass_the_authors_checks():
+    ours = [entry for entry in list_plugins() if entry.distribution == "flava-tnt"]
+    assert len(ours) >= 18
+    for entry in ours:
+        check_plugin(import_entry(entry), entry.kind)
+
+
+def test_the_authors_check_names_what_is_missing():
+    class Nameless(Callback):
+        api_version = 1
+        limit: float = 1.0
+
+    with pytest.raises(AssertionError, match="no docstring.*limit is not documented"):
+        check_plugin(Nameless, "callback")
