@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.yaml"
 SUMMARY = "summary.json"
+_FAILURES = "logs/.rank-*.failure.json"
+"""What ranks that failed have recorded, for the launcher."""
 
 
 def create_run_folder(resolved: Resolved, run_dir: str | None) -> Path:
@@ -52,9 +54,9 @@ def create_run_folder(resolved: Resolved, run_dir: str | None) -> Path:
 
 def _given_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    summary = read_summary(folder)
-    if summary.get("status") == "failed" and not summary.get("steps"):
-        (folder / RECIPE).unlink(missing_ok=True)  # of a run that failed before its first step
+    if read_summary(folder).get("steps") == 0:  # of a run that ended before its first step: nothing is lost
+        for path in (folder / RECIPE, folder / SUMMARY, *folder.glob(_FAILURES)):
+            path.unlink(missing_ok=True)
     try:
         (folder / RECIPE).touch(exist_ok=False)  # of two runs that want the folder, one gets it
     except FileExistsError:
@@ -123,7 +125,7 @@ def record_failure(folder: Path, rank: int, error: BaseException, exit_code: int
 def first_failure(folder: Path) -> dict[str, Any] | None:
     """The earliest failure that a rank of this run recorded."""
     records = []
-    for path in folder.glob("logs/.rank-*.failure.json"):
+    for path in folder.glob(_FAILURES):
         with contextlib.suppress(OSError, ValueError):
             records.append(json.loads(path.read_text(encoding="utf-8")))
     return min(records, key=lambda record: record["time"], default=None)
