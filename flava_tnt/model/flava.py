@@ -95,9 +95,7 @@ class FlavaForPretraining(nn.Module):
         text = self.model.text_encoder(
             batch.text_BT if unmasked else None, batch.text_masked_BT if masked else None
         )
-        counted_B = (
-            mark_counted(batch, self.loss_section).counted_B if batch.counted_B is None else batch.counted_B
-        )
+        counted_B = mark_counted(batch, self.loss_section).counted_B
         assert counted_B is not None
         sums: dict[str, Tensor] = {}
         if masked:

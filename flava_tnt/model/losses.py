@@ -59,7 +59,7 @@ def counted_pairs(matched_B: Tensor, loss: LossSection) -> Tensor:
 def mark_counted(batch: Batch, loss: LossSection) -> Batch:
     """The same batch with ``counted_B``: which pairs count is decided for a rank's whole part of the global
     batch, before it is split into micro-batches."""
-    if batch.matched_B is None:
+    if batch.matched_B is None or batch.counted_B is not None:
         return batch
     return replace(batch, counted_B=counted_pairs(batch.matched_B, loss))
 
@@ -116,8 +116,6 @@ class GlobalContrastive(nn.Module):
         super().__init__()
         # Of shape [1]: FSDP refuses parameters without dimensions.
         self.logit_scale = nn.Parameter(torch.full((1,), INITIAL_LOG_SCALE))
-        self.group: dist.ProcessGroup | None = None
-        """The ranks that share a global batch; None: all. Each must hold equally many pairs."""
 
     def forward(self, image_BE: Tensor, text_BE: Tensor, counted_B: Tensor) -> Tensor:
         """Sum over the counted pairs of the mean of both directions' cross-entropies.
@@ -130,7 +128,7 @@ class GlobalContrastive(nn.Module):
         with torch.autocast(image_BE.device.type, enabled=False):
             image_BE = F.normalize(image_BE.float(), dim=-1)
             text_BE = F.normalize(text_BE.float(), dim=-1)
-            both_G2E, rank = _gather(torch.cat((image_BE, text_BE), dim=1), self.group)
+            both_G2E, rank = _gather(torch.cat((image_BE, text_BE), dim=1))
             image_GE, text_GE = both_G2E.chunk(2, dim=1)
             rows_B = torch.arange(len(image_BE), device=image_BE.device) + rank * len(image_BE)
             labels_B = torch.where(counted_B, rows_B, IGNORED)
@@ -140,12 +138,11 @@ class GlobalContrastive(nn.Module):
             return (image_sum + text_sum) / 2
 
 
-def _gather(x_BE: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, int]:
+def _gather(x_BE: Tensor) -> tuple[Tensor, int]:
     """All ranks' rows [G, E], with gradients back to each, and this rank's place among them."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return x_BE, 0
-    resolved = dist.group.WORLD if group is None else group
-    return _all_gather_with_gradient(x_BE.contiguous(), 0, resolved), dist.get_rank(group)
+    return _all_gather_with_gradient(x_BE.contiguous(), 0, dist.group.WORLD), dist.get_rank()
 
 
 _all_gather_with_gradient: Any = getattr(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from flava_tnt.data.inputs import check_tokenizer
-from flava_tnt.data.tokenizer import Tokenizer, learn_tokenizer, load_tokenizer
+from flava_tnt.data.inputs import load_named_tokenizer, readers_of_text
+from flava_tnt.data.tokenizer import Tokenizer, learn_tokenizer
 from flava_tnt.plugin import BadSample, Modality, Run, SampleReader
-from flava_tnt.recipes.schema import LEARN
 from flava_tnt.training.exchange import main_decides
 
 MAX_CAPTIONS = 100_000
@@ -21,8 +20,8 @@ def agree_on_tokenizer(run: Run, readers: Mapping[Modality, SampleReader]) -> To
     Raises:
         DataError: the file does not exist or is no WordPiece that FLAVA can use.
     """
-    texts = [readers[modality] for modality in ("pairs", "text") if modality in readers]
-    if all(reader.gives_tokens for reader in texts):
+    texts = readers_of_text(readers)
+    if not texts:
         return None
     text = main_decides(lambda: _make(run, texts).to_json())
     return Tokenizer.from_json(text)
@@ -30,13 +29,10 @@ def agree_on_tokenizer(run: Run, readers: Mapping[Modality, SampleReader]) -> To
 
 def _make(run: Run, readers: list[SampleReader]) -> Tokenizer:
     section = run.recipe.text
-    check_tokenizer(run.setup)
-    assert section.tokenizer is not None
-    if section.tokenizer == LEARN:
+    tokenizer = load_named_tokenizer(section)
+    if tokenizer is None:
         run.logger.info("tokenizer: learning a vocabulary from the captions")
         tokenizer = learn_tokenizer(_captions(readers), section.vocab_size)
-    else:
-        tokenizer = load_tokenizer(section.tokenizer, section.vocab_size)
     path = run.run_dir / "tokenizer.json"
     path.write_text(tokenizer.to_json(), encoding="utf-8")
     run.logger.info(
@@ -46,9 +42,8 @@ def _make(run: Run, readers: list[SampleReader]) -> Tokenizer:
 
 
 def _captions(readers: list[SampleReader]) -> Iterator[str]:
-    distinct = list({id(reader): reader for reader in readers if not reader.gives_tokens}.values())
-    for reader in distinct:
-        stride = math.ceil(len(reader) * len(distinct) / MAX_CAPTIONS)
+    for reader in readers:
+        stride = math.ceil(len(reader) * len(readers) / MAX_CAPTIONS)
         for index in range(0, len(reader), stride):
             try:
                 yield reader.read_text(index)

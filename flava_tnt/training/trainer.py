@@ -93,15 +93,17 @@ def _warn_of_dropout(run: Run) -> None:
 
 
 def _finish(run: Run, callbacks: Sequence[Callback], status: str, start: float) -> None:
-    summary = _summary(run, callbacks, status, start)
+    summary = _summary(run, status, start)
+    for callback in callbacks:
+        summary.update(callback.summarise(run))
     if run.is_main:
         write_json(run.run_dir / SUMMARY, summary)
     for callback in callbacks:
         callback.on_train_end(run, summary)
 
 
-def _summary(run: Run, callbacks: Sequence[Callback], status: str, start: float) -> dict[str, Any]:
-    summary: dict[str, Any] = {
+def _summary(run: Run, status: str, start: float) -> dict[str, Any]:
+    return {
         "status": status,
         "steps": run.step,
         "samples": run.samples,
@@ -109,9 +111,6 @@ def _summary(run: Run, callbacks: Sequence[Callback], status: str, start: float)
         "seconds": time.perf_counter() - start,
         "final_loss": run.last_metrics.get("loss"),
     }
-    for callback in callbacks:
-        summary.update(callback.summarise(run))
-    return summary
 
 
 def _fail(run: Run, callbacks: Sequence[Callback], error: BaseException, start: float) -> None:
@@ -123,13 +122,6 @@ def _fail(run: Run, callbacks: Sequence[Callback], error: BaseException, start: 
         except Exception as second:
             run.logger.error("%s failed while cleaning up: %s", type(callback).__name__, second)
     if run.is_main:
-        summary = {
-            "status": "failed",
-            "steps": run.step,
-            "samples": run.samples,
-            "seconds": time.perf_counter() - start,
-            "final_loss": None,
-            "error": str(error),
-        }
+        summary = {**_summary(run, "failed", start), "final_loss": None, "error": str(error)}
         with contextlib.suppress(OSError):  # the disk may be what failed
             write_json(run.run_dir / SUMMARY, summary)

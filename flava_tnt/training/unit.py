@@ -107,8 +107,8 @@ class FlavaUnit(AutoUnit[StepInput]):
         self._data_seconds += time.perf_counter() - start
 
     def move_data_to_device(self, state: State, data: Batch, non_blocking: bool) -> StepInput:
-        counts = loss_counts(data, self.run.recipe.loss)
         data = mark_counted(data, self.run.recipe.loss)
+        counts = loss_counts(data, self.run.recipe.loss)
         return StepInput(data.to(self.device, non_blocking=non_blocking), counts)
 
     # ----------------------------------------------------------------------------------------- the step
